@@ -49,6 +49,8 @@ class Results:
         digest = lambda of: " ".join(data_identity(each.folder, logs)["reference"] for each in of.sets)  # noqa: E731
         data = dict.fromkeys(DATA, "") | {name: digest(of) for name, of in sets.items()}
         data["logs"] = data_identity(self.reference.folder, logs)["logs"]
+        for name in sets.keys() - {"reference"}:
+            data[name] += code_identity([], ["_variants_data"])  # what is learned beside it
         data[SEARCHED] += code_identity([], ["_searched_data"])  # what is ranked of it
         self.identity = functools.cache(lambda run: identity(run.model, data[run.data], own_settings(run)))
         self.force, self.known = force, self._stored()

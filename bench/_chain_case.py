@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 from _datasets import Case, Learned, Reference, drawn
-from _lessons import Lesson, Thinned, lesson
+from _lessons import Lesson, Thinned, lesson, unlabelled
 
+from tcl_core.errors import DataError
 from tcl_core.features.batches import Samples, concatenate
 from tcl_core.features.tokens import with_hardware
 
@@ -18,7 +19,8 @@ class Step:
     """A later platform of a chain.
 
     measured   its programs
-    further    programs that it did not measure, with its hardware row: first those of the earlier platforms, then those of none
+    further    programs that it did not measure, with its hardware row: all of the earlier platforms', then the tasks' unmeasured ones,
+               whose place the farther platforms' take in a project
     sources_s  for each earlier platform, in chain order, seconds of ``measured``, then of ``further``; NaN where not measured
     """
 
@@ -49,19 +51,26 @@ def chain_case(reference: Reference | Learned, platform: str, thin: Thinned, spl
     programs = [case.train.take(rows) for case, rows in zip(cases, kept, strict=True)]
     first = lesson(reference, chain[0], thin=thin, split=split)
     vectors = [tuple(reference.hardware(name).vector()) for name in chain]
-    steps = (step(programs[:n], keys[:n], first.unlabelled["tokens"], vectors[n - 1]) for n in range(2, len(chain) + 1))
+    unmeasured = reference.heap(lambda each: unlabelled(each, chain[0])["tokens"])
+    steps = (step(programs[:n], keys[:n], unmeasured, vectors[n - 1]) for n in range(2, len(chain) + 1))
     case = cases[-1].thinned(*thin)
     return ChainCase(**{f.name: getattr(case, f.name) for f in fields(case)}, first=first, steps=tuple(steps), hardware=tuple(vectors))
 
 
 def step(programs: Sequence[Samples], keys: Sequence[Sequence[object]], unmeasured: Samples, hardware: Sequence[float]) -> Step:
-    """The step to the last of the platforms that measured ``programs``, whose ``keys`` are given; ``unmeasured``: further ones."""
+    """The step to the last of the platforms that measured ``programs``, whose ``keys`` are given.
+
+    ``unmeasured`` are further ones, of which those of the measured tasks are taken.  Raises DataError where the last platform has a program twice.
+    """
     seconds = [dict(zip(names, heap.latencies_s.tolist(), strict=True)) for names, heap in zip(keys, programs, strict=True)]
     met, others = dict.fromkeys(keys[-1]), []
+    if len(met) < len(keys[-1]):
+        raise DataError("a platform has a program twice, which no chain can learn")
     for names, heap in zip(keys[:-1], programs[:-1], strict=True):
         new = [row for row, name in enumerate(names) if name not in met]
         met |= dict.fromkeys(names)
         others.append(heap.take(np.array(new, dtype=np.int64)))
+    unmeasured = unmeasured.take(np.isin(unmeasured.tasks, np.concatenate([heap.tasks for heap in programs])))
     none = np.full(len(unmeasured), np.nan)
     sources_s = tuple(np.concatenate([[known.get(name, np.nan) for name in met], none]) for known in seconds[:-1])
     return Step(programs[-1], with_hardware(concatenate([*others, unmeasured]), hardware), sources_s)

@@ -61,7 +61,7 @@ def code_digest(text: str) -> str:
 
 
 def code_as_of(commit: str, path: Path) -> str | None:
-    """A file's code in a commit, none if it was not there; None where the history is not there, so that stored runs count as outdated."""
+    """A file's code in a commit, "" if that has no such file; None where the history is not there, so that stored runs count as outdated."""
     name = path.relative_to(ROOT).as_posix()
     try:
         return code(_git("show", f"{commit}:{name}")) if _git("ls-tree", "--name-only", commit, "--", name) else ""

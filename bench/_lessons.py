@@ -55,8 +55,8 @@ def lesson(
     """
     case = reference.case(platform, "tokens", tested, split).thinned(*thin)
     per_store = reference.case(platform, "per-store features", tested, split).thinned(*thin).train
-    views = ("tokens", "per-store features")
-    more = {reads: reference.heap(lambda each, reads=reads: unlabelled(each, platform)[reads]) for reads in views}
+    further = {each: unlabelled(each, platform) for each in reference.sets}
+    more = {reads: reference.heap(lambda each, reads=reads: further[each][reads]) for reads in ("tokens", "per-store features")}
     kept = np.isin(more["tokens"].tasks, np.unique(case.train.tasks))
     return Lesson(**_fields(case), per_store=per_store, unlabelled={reads: s.take(kept) for reads, s in more.items()})
 
@@ -69,7 +69,7 @@ def log_lesson(logs: Logs, device: str, case: Case, seed: int) -> Lesson:
     return Lesson(**_fields(case), unlabelled={"tokens": samples.take(np.setdiff1d(both, trained))})
 
 
-@lru_cache(maxsize=3)
+@lru_cache(maxsize=8)  # of the most data sets that are learned together, for two platforms
 def unlabelled(reference: Reference, platform: str) -> dict[str, Samples]:
     """View -> unmeasured programs of each training task of the reference data, the same on every platform."""
     encoder, keys = reference.encoder, _drawn_keys(reference)
@@ -77,7 +77,7 @@ def unlabelled(reference: Reference, platform: str) -> dict[str, Samples]:
     return {"tokens": samples, "per-store features": with_per_store(samples, keys, encoder, reference.features / "per-store features")}
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _drawn_keys(reference: Reference) -> list[ProgramKey]:
     """Keys of unmeasured programs, of which the data set itself has none; drawn once and kept, for TVM takes a minute or two
     to find valid ones.

@@ -6,10 +6,11 @@
 
 reference   the reference data set, platform by platform: trained on the training networks' tasks, tested on the held-out
             networks', which share no task with them
-prepared    the two data sets of networks prepared as in projects, and the training networks in other sizes, learned together; tested on the uniformly drawn programs of one and, as
-            ``registers``, on those of the other, among which a search chooses
+prepared    data/prepared and data/registers, networks prepared as in projects, learned together with data/variants, the training networks
+            in other sizes; tested on the uniformly drawn programs of the first and, as ``registers``, on those of the second, among
+            which a search chooses
 searched    one platform of the same and of what searches met of the training networks' tasks; tested on the programs that searches
-            proposed for the held-out networks, on the machine that also measured the second of the two on that platform
+            proposed for the held-out networks, on the machine that also measured data/registers on that platform
 sealed      the models of ``prepared``, tested on both data sets' programs of ten networks on which nothing was ever chosen.  Runs only when asked
             for, needs committed code, and adds a line to bench/sealed.md each time
 logs        imported AutoTVM and Ansor logs, device by device: trained on three quarters of the tasks, tested on the uniformly
@@ -154,7 +155,7 @@ def _sets(unlabelled: int) -> dict[str, Reference | Learned]:
     reference = Reference(FOLDERS["reference"], FEATURES, unlabelled)
     uniform, leaning = (Reference(FOLDERS[name], FEATURES, unlabelled // 2, lean) for name, lean in (("prepared", 0.0), ("registers", 0.9)))
     met = Searched(FOLDERS[SEARCHED], FEATURES, unlabelled // 2, 0.9, lambda platform: FOLDERS["registers"] / f"platform={platform}")
-    more = Variants(FOLDERS["variants"], FEATURES, unlabelled // 8)
+    more = Variants(FOLDERS["variants"], FEATURES, unlabelled // 8, 0.5)
     of = {each: Learned((uniform, leaning, more), each) for each in (uniform, leaning)}
     return {
         "reference": reference,

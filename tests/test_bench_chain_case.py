@@ -6,10 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from _chain_case import step
+import pytest
+from _chain_case import _keys, step
+from _datasets import Learned, Reference
 from _variants_data import Variants
 from synthetic import ranking_problem
 
+from tcl_core.errors import DataError
+from tcl_core.features.batches import Samples
 from tcl_core.features.layout import WIDTH
 from tcl_core.features.tokens import hardware_rows
 from tcl_core.platforms import read_saved_hardware
@@ -35,6 +39,47 @@ def test_a_step_has_every_earlier_platforms_seconds_beside_its_own_programs():
     np.testing.assert_array_equal(found.further.features[:, 0], hardware_rows(hardware, 3))
     np.testing.assert_array_equal(found.sources_s[0], [NAN, 1.0, 2.0, NAN, NAN])
     np.testing.assert_array_equal(found.sources_s[1], [30.0, NAN, 20.0, float("inf"), NAN])
+
+
+def test_of_what_no_platform_measured_the_measured_tasks_are_taken():
+    """The last program is of the second task, which neither platform measured."""
+    first, target = measured([0, 1], [1.0, 2.0]), measured([2], [3.0])
+    found = step([first, target], ["ab", "c"], measured([2, 5], [NAN, NAN]), read_saved_hardware(FOLDER / "platform=host-avx2").vector())
+    assert found.further.tasks.tolist() == [0, 0, 0] and len(found.sources_s[0]) == 4
+
+
+def test_a_program_that_a_platform_has_twice():
+    with pytest.raises(DataError, match="a program twice"):
+        step([measured([0], [1.0]), measured([1, 1], [1.0, 2.0])], ["a", "bb"], measured([], []), (2.0,))
+
+
+class Light:
+    """Samples without tokens."""
+
+    def samples(self, platform, reads="tokens"):
+        records = self._records(platform)
+        return Samples(
+            features=np.zeros((len(records), 1, 1), np.float32),
+            lengths=np.ones(len(records), np.int32),
+            tasks=np.array([self.encoder.numbers[record.task_key] for record in records], np.int32),
+            latencies_s=np.array([record.latency_s for record in records]),
+        )
+
+
+class LightReference(Light, Reference):
+    pass
+
+
+class LightVariants(Light, Variants):
+    pass
+
+
+def test_keys_are_in_the_order_of_the_programs(tmp_path):
+    sets = LightReference(FOLDER.with_name("prepared"), tmp_path), LightVariants(FOLDER, tmp_path)
+    case, keys = Learned(sets, sets[0]).case("host-avx2"), _keys(Learned(sets, sets[0]), "host-avx2", "held_out")
+    seconds = [{record.key: record.latency_s for record in each._records("host-avx2")} for each in sets]
+    assert len(keys) == len(set(keys)) > 10_000
+    np.testing.assert_array_equal([seconds[place][key] for place, key in keys], case.train.latencies_s)
 
 
 def test_of_the_variants_all_programs_are_learned_and_none_is_ranked(tmp_path, monkeypatch):

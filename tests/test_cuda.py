@@ -20,8 +20,10 @@ from tcl_core.programs.graph import PREPARED, fuse
 from tcl_core.programs.gpu_limits import SHARED_BYTES, Limits, read_limits, launching
 from tcl_core.programs.networks import load_relax
 from tcl_core.programs.pool import build_pool
+from tcl_core.programs.primitives import sketch_primitives
 from tcl_core.programs.sketches import DesignSpace, InvalidProgram, read_sketch, trace_from_json, trace_to_json
 from tcl_core.programs.tasks import describe
+from tcl_core.programs.trace_text import read_template
 from tcl_core.programs.unlabelled import draw_unlabelled
 from tcl_core.programs.workload import read_workload
 from tcl_core.tuning.library import export
@@ -95,6 +97,14 @@ def test_what_the_gpu_cannot_hold_is_an_invalid_program(space, sketches):
         except InvalidProgram as error:
             found[str(error)] += 1
     assert found["rejected by VerifyGPUCode"] > 10 and set(found) <= {"valid", "rejected by VerifyGPUCode"}
+
+
+def test_a_sketchs_text_says_what_its_replay_says(space, sketches):
+    workload = read_workload("matmul", 1.0, space.module)
+    for sketch in sketches:
+        text = trace_to_json(sketch.trace)
+        replayed = read_sketch("", 0, trace_from_json(text, space.module))
+        assert read_template(text, workload) == (sketch_primitives(replayed, workload), sketch.width)
 
 
 def test_a_sketch_survives_as_text_and_decisions(space, sketches):

@@ -19,9 +19,9 @@ from tcl_core.features.groups import by_sketch, samples_of
 from tcl_core.features.layout import WIDTH
 from tcl_core.features.tokens import program_tokens
 from tcl_core.programs.primitives import Primitive, sketch_primitives
-from tcl_core.programs.sketches import Sketch, read_sketch
+from tcl_core.programs.sketches import Sketch
 from tcl_core.programs.tasks import Task
-from tcl_core.programs.trace_text import read_trace_text
+from tcl_core.programs.trace_text import read_template
 from tcl_core.programs.workload import Workload, read_workload
 from tcl_core.records import ProgramKey
 from tcl_core.store import Columns
@@ -45,9 +45,7 @@ def _read_task(operator: str, flops: float, module_json: str) -> Workload:
 @lru_cache(maxsize=4096)
 def _read_template(trace_json: str, *task: Any) -> _Template:
     """The template of a sketch; ``task`` are the arguments of ``_read_task`` for its task."""
-    workload = _read_task(*task)
-    sketch = read_sketch("", 0, read_trace_text(trace_json, workload))
-    return _Template(sketch_primitives(sketch, workload), sketch.width)
+    return _Template(*read_template(trace_json, _read_task(*task)))
 
 
 class Encoder:

@@ -106,8 +106,8 @@ def test_a_damaged_sketch(matmul):
 def test_tasks_and_sketches_are_read_once_and_only_when_met(matmul, conv, monkeypatch):
     read = []
     encode_module._read_template.cache_clear()
-    real = encode_module.read_trace_text
-    monkeypatch.setattr(encode_module, "read_trace_text", lambda text, workload: read.append(text) or real(text, workload))
+    real = encode_module.read_template
+    monkeypatch.setattr(encode_module, "read_template", lambda text, workload: read.append(text) or real(text, workload))
     unreadable = replace(conv.task, module_json="{")
     encoder = Encoder([matmul.task, unreadable], [*matmul.rows(), *conv.rows()])
     assert read == [] and encoder.names == ("fused_matmul_relu", "fused_conv2d_add_relu")
