@@ -26,7 +26,7 @@ PROGRAMS = replace(
 
 
 def measured(rows, seconds):
-    return replace(PROGRAMS.take(np.array(rows)), latencies_s=np.array(seconds))
+    return replace(PROGRAMS.take(np.array(rows, dtype=np.int64)), latencies_s=np.array(seconds))
 
 
 def test_a_step_has_every_earlier_platforms_seconds_beside_its_own_programs():

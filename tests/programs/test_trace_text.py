@@ -75,7 +75,11 @@ def test_the_text_of_another_task(matmul, conv):
 
 def test_a_block_that_the_trace_made_may_be_asked_for(matmul):
     """As imported traces do: nothing is known of it."""
-    made = [["CacheWrite", ["b0"], [0, "global", []], ["b90"]], ["GetSBlock", [], ["matmul_global", "main"], ["b91"]], ["GetLoops", ["b91"], [], ["l92"]]]
+    made = [
+        ["CacheWrite", ["b0"], [0, "global", []], ["b90"]],
+        ["GetSBlock", [], ["matmul_global", "main"], ["b91"]],
+        ["GetLoops", ["b91"], [], ["l92"]],
+    ]
     instructions = [["GetSBlock", [], ["matmul", "main"], ["b0"]], *made, ["Parallel", ["l92"], [], []]]
     primitives, _ = read_template(json.dumps([instructions, []]), matmul.workload)
     assert [(p.kind, p.block) for p in primitives] == [("CacheWrite", "matmul"), ("Parallel", "matmul_global")]
